@@ -119,6 +119,9 @@ class ServerConfig(_Section):
     sse_keepalive_s: Seconds = Field(
         default=15.0, description="comment line after this much silence on a stream, in seconds; 0 is never"
     )
+    write_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=60.0, description="drop a connection whose client takes no data for this long, in seconds"
+    )
     ws_heartbeat_s: Seconds = Field(default=30.0, description="WebSocket ping period, in seconds; 0 is never")
     ws_max_generations: PositiveInt = Field(
         default=256, description="most generations at once on one WebSocket"

@@ -111,7 +111,7 @@ class SamplingParams:
             and len(self.stop) <= MAX_STOP_STRINGS
             and all(isinstance(s, str) and 0 < len(s) <= MAX_STOP_STRING_CHARS for s in self.stop),
             "stop",
-            f"must be at most {MAX_STOP_STRINGS} non-empty strings of up to {MAX_STOP_STRING_CHARS} characters",
+            f"must be at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_STRING_CHARS} characters",
         )
         _check(
             isinstance(self.stop_token_ids, tuple)

@@ -37,15 +37,24 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from aioinfer.device.base import Device
-    from aioinfer.engine.loading import LoadedModel
+    from aioinfer.engine.loop import Runner
     from aioinfer.engine.request import Request
     from aioinfer.models.progress import Progress
-    from aioinfer.models.weights.checkpoint import Checkpoint
     from aioinfer.text.tokenizer import Tokenizer
     from aioinfer.types import TextAssets
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What loading a model gives."""
+
+    info: EngineInfo
+    runner: Runner
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Serving:
     """What exists while a model is loaded."""
 
@@ -302,24 +311,21 @@ class Engine:
         return self._require_serving()
 
     async def _open(self) -> None:
-        loop = asyncio.get_running_loop()
         self._pool = TextPool(self.config.text_threads)
-        self._thread = DeviceThread(partial(open_device, self.config), loop)
+        self._thread = DeviceThread(partial(open_device, self.config), asyncio.get_running_loop())
         device = await self._thread.open()
-        loader = Loader(self.config, self._progress, self._loading_cancelled)
-        checkpoint = await self._thread.submit(loader.open_checkpoint)
-        loaded, (tokenizer, template) = await asyncio.gather(
-            self._thread.submit(partial(loader.load, checkpoint, device)),
-            self._pool.run(_load_text, checkpoint.text, self.config.chat_template),
-        )
-        info = self._describe(checkpoint, device, loaded, has_chat_template=template is not None)
-        self._serving = self._serve(info, loaded, tokenizer, template, self._thread, self._pool)
+        parts = await self._load(device, self._thread, self._pool)
+        self._serving = self._serve(parts, self._thread, self._pool)
         guest.freeze_garbage()
 
-    def _describe(
-        self, checkpoint: Checkpoint, device: Device, loaded: LoadedModel, *, has_chat_template: bool
-    ) -> EngineInfo:
-        return EngineInfo(
+    async def _load(self, device: Device, thread: DeviceThread, pool: TextPool) -> _Parts:
+        loader = Loader(self.config, self._progress, self._loading_cancelled)
+        checkpoint = await thread.submit(loader.open_checkpoint)
+        loaded, (tokenizer, template) = await asyncio.gather(
+            thread.submit(partial(loader.load, checkpoint, device)),
+            pool.run(_load_text, checkpoint.text, self.config.chat_template),
+        )
+        info = EngineInfo(
             model=checkpoint.name,
             device=device.name,
             dtype=loaded.dtype,
@@ -328,25 +334,18 @@ class Engine:
             block_size=self.config.block_size,
             num_kv_blocks=loaded.num_blocks - 1,
             max_num_seqs=self.config.max_num_seqs,
-            has_chat_template=has_chat_template,
+            has_chat_template=template is not None,
         )
+        return _Parts(info, loaded.runner, tokenizer, template)
 
-    def _serve(
-        self,
-        info: EngineInfo,
-        loaded: LoadedModel,
-        tokenizer: Tokenizer,
-        template: ChatTemplate | None,
-        thread: DeviceThread,
-        pool: TextPool,
-    ) -> _Serving:
-        config = self.config
+    def _serve(self, parts: _Parts, thread: DeviceThread, pool: TextPool) -> _Serving:
+        config, info = self.config, parts.info
         scheduler = Scheduler(
             SchedulerLimits(
-                max_num_seqs=config.max_num_seqs,
+                max_num_seqs=info.max_num_seqs,
                 token_budget=config.token_budget,
-                num_blocks=loaded.num_blocks,
-                block_size=config.block_size,
+                num_blocks=info.num_kv_blocks + 1,
+                block_size=info.block_size,
             )
         )
         admission = Admission(
@@ -357,7 +356,7 @@ class Engine:
         )
         step_loop = StepLoop(
             scheduler=scheduler,
-            runner=loaded.runner,
+            runner=parts.runner,
             thread=thread,
             depth=config.pipeline_depth,
             slow_consumer_s=config.slow_consumer_s,
@@ -365,7 +364,7 @@ class Engine:
             on_end=admission.request_ended,
             on_failure=self._fail,
         )
-        intake = Intake(info, tokenizer, template, pool, admission)
+        intake = Intake(info, parts.tokenizer, parts.template, pool, admission)
         task = asyncio.get_running_loop().create_task(step_loop.run(), name="aioinfer-step-loop")
         return _Serving(info, scheduler, admission, intake, step_loop, task)
 

@@ -109,20 +109,23 @@ class Intake:
         return Request(request_id, sequence, OutputText(detokenizer, StopStrings(params.stop)), arrival_s)
 
     async def _prompt_ids(self, prompt: str | Sequence[int]) -> Sequence[int]:
-        ids = await self.encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            encode = partial(self._tokenizer.encode, prompt, max_num_tokens=self._info.max_model_len)
+            prompt = await self._pool.run(encode)
+        ids: Sequence[int] = prompt
         check_prompt_ids(ids, self._info.vocab_size, param="prompt")
         return ids
 
     async def _chat_ids(self, messages: Messages) -> Sequence[int]:
         if self._template is None:
             raise InvalidRequest(
-                "the model has no chat template; give one with chat_template, or use a plain prompt",
+                "the model has no chat template: give one (chat_template, --chat-template), or use a prompt",
                 param="messages",
                 code="no_chat_template",
             )
-        return await self._pool.run(_render_and_encode, self._template, self._tokenizer, messages)
+        return await self._pool.run(self._render_and_encode, self._template, messages)
 
-
-def _render_and_encode(template: ChatTemplate, tokenizer: Tokenizer, messages: Messages) -> list[int]:
-    # The template writes every special token that belongs there, as in transformers.
-    return tokenizer.encode(template.render(messages), add_special_tokens=False)
+    def _render_and_encode(self, template: ChatTemplate, messages: Messages) -> list[int]:
+        # The template writes every special token that belongs there, as in transformers.
+        text = template.render(messages)
+        return self._tokenizer.encode(text, add_special_tokens=False, max_num_tokens=self._info.max_model_len)

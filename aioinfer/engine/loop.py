@@ -124,6 +124,8 @@ class StepLoop:
                 await self._step()
         except Exception as cause:
             self._fail(cause)
+        finally:
+            self._abandon_in_flight()
 
     async def _step(self) -> None:
         self._launch()
@@ -235,6 +237,13 @@ class StepLoop:
             ttft_s=None if request.first_token_s is None else request.first_token_s - arrival_s,
             e2e_s=now_s - arrival_s,
         )
+
+    def _abandon_in_flight(self) -> None:
+        """Nobody will ask for these steps' results; one that failed has been reported by the first."""
+        for _, future in self._in_flight:
+            if not future.cancel() and not future.cancelled():
+                future.exception()
+        self._in_flight.clear()
 
     def _fail(self, cause: Exception) -> None:
         logger.error("a step failed", exc_info=cause)

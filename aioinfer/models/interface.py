@@ -24,7 +24,7 @@ class RopeConfig:
         attention_factor: multiplies cosine and sine (yarn, longrope); None derives it from the factor.
         low_freq_factor, high_freq_factor: llama3's band.
         beta_fast, beta_slow, mscale, mscale_all_dim, truncate: yarn's ramp and magnitude.
-        short_factor, long_factor: longrope's, one per frequency (also the inverse of GGUF's `rope_freqs`).
+        short_factor, long_factor: longrope's, one per frequency; they divide it, as GGUF's `rope_freqs` do.
     """
 
     theta: float = 10_000.0

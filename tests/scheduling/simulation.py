@@ -12,6 +12,8 @@ from aioinfer.scheduling import FROM_SLOT, Scheduler, SchedulerLimits, Sequence
 from aioinfer.types import SamplingParams
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from aioinfer.scheduling import StepPlan
 
 VOCAB_SIZE = 97
@@ -38,10 +40,16 @@ def alone(prompt: list[int], params: SamplingParams, eos_token_ids: frozenset[in
 
 
 class SimulatedDevice:
-    """Runs plans in the order they are given, as a stream would."""
+    """Runs plans in the order they are given, as a stream would.
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    Args:
+        limits: which plans must keep.
+        model: what comes after the tokens of a sequence.
+    """
+
+    def __init__(self, limits: SchedulerLimits, model: Callable[[list[int]], int] = next_token) -> None:
         self._limits = limits
+        self._model = model
         self._cache: dict[tuple[int, int], int] = {}
         self._tables: dict[int, dict[int, int]] = {slot: {} for slot in range(limits.max_num_seqs)}
         self._slot_tokens: dict[int, int] = {}
@@ -64,7 +72,7 @@ class SimulatedDevice:
             assert (row < plan.num_decode) == (ids == (FROM_SLOT,))
             context = self._write(slot, plan.starts[row], ids)
             if plan.samples[row]:
-                self._slot_tokens[slot] = next_token(context)
+                self._slot_tokens[slot] = self._model(context)
                 sampled.append(self._slot_tokens[slot])
         assert offset == plan.num_tokens
         return sampled

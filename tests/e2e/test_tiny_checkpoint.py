@@ -1,0 +1,42 @@
+"""A sharded safetensors checkpoint with random weights through the engine, against transformers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from aioinfer import Engine
+from tests.models.forward import assert_greedy_in_transformers, transformers_model
+from tests.tiny_llama import VOCAB_SIZE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("prepack", ["on", "off"])
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_greedy_continuations_are_those_of_transformers(
+    tiny_llama_dir: Path, prepack: str, depth: int
+) -> None:
+    generator = torch.Generator().manual_seed(5)
+    prompts = [torch.randint(3, VOCAB_SIZE, (3 + 5 * i,), generator=generator).tolist() for i in range(16)]
+    options = {"prepack": prepack, "pipeline_depth": depth, "dtype": "float32", "kv_cache_tokens": 4096}
+    async with Engine(tiny_llama_dir, **options) as engine:
+        ours = await asyncio.gather(
+            *(engine.generate(ids, temperature=0, max_tokens=64, ignore_eos=True) for ids in prompts)
+        )
+    model = transformers_model(tiny_llama_dir)
+    for ids, completion in zip(prompts, ours, strict=True):
+        assert len(completion.token_ids) == 64
+        assert_greedy_in_transformers(model, ids, completion.token_ids)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+async def test_other_types_serve(tiny_llama_dir: Path, dtype: str) -> None:
+    async with Engine(tiny_llama_dir, dtype=dtype, kv_cache_tokens=1024) as engine:
+        assert engine.info.dtype == dtype
+        completion = await engine.generate([5] * 300, max_tokens=10, ignore_eos=True)
+        assert completion.usage.completion_tokens == 10

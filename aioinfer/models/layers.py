@@ -45,24 +45,24 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         self._rotary_dim = rotary_dim
         cos, sin = rope_tables(config, rotary_dim, max_position, original)
+        sin[:, : rotary_dim // 2].neg_()  # so that rotating is one swap of the halves and two products
         self._cos = cos.to(factory.device, factory.dtype)
-        self._sin = sin.to(factory.device, factory.dtype)
+        self._signed_sin = sin.to(factory.device, factory.dtype)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [T, 1, rotary_dim] of positions [T]; once per step, for all layers."""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        """Cosine and signed sine [T, 1, rotary_dim] of positions [T]; once per step, for all layers."""
+        return self._cos[positions].unsqueeze(1), self._signed_sin[positions].unsqueeze(1)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
         """Rotate the leading dimensions of x [T, heads, D]."""
         if self._rotary_dim == x.shape[-1]:
-            return _rotate(x, cos, sin)
+            return _rotate(x, cos, signed_sin)
         turned, rest = x[..., : self._rotary_dim], x[..., self._rotary_dim :]
-        return torch.cat((_rotate(turned, cos, sin), rest), dim=-1)
+        return torch.cat((_rotate(turned, cos, signed_sin), rest), dim=-1)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return torch.addcmul(x * cos, torch.cat((-second, first), dim=-1), sin)
+def _rotate(x: Tensor, cos: Tensor, signed_sin: Tensor) -> Tensor:
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), signed_sin)
 
 
 class GatedMLP(nn.Module):

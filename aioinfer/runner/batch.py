@@ -163,21 +163,23 @@ class BatchBuilder:
         )
 
     def _pack_decode_groups(self, num_decode: int, rows: _Rows, packer: _Packer) -> list[_GroupShape]:
-        """Group decode rows by the power of two that their number of blocks reaches.
+        """Group decode rows of which none has less than half the blocks of another.
 
         Gathering pads to the longest row of a group: so padding at most doubles the work, however unlike
         the rows are.
         """
         kv_lengths = rows.starts[:num_decode] + 1
         num_blocks = -(-kv_lengths // self._limits.block_size)
-        sizes = np.ceil(np.log2(num_blocks)).astype(np.int64)
-        groups = []
-        for index, size in enumerate(np.unique(sizes)):
-            members = np.flatnonzero(sizes == size)
-            width = int(num_blocks[members].max())
-            packer.add(f"group{index}.rows", members)
-            packer.add(f"group{index}.kv_lengths", kv_lengths[members])
-            packer.add(f"group{index}.tables", self._block_tables[rows.slots[members], :width].ravel())
+        groups: list[_GroupShape] = []
+        left = np.argsort(num_blocks, kind="stable")
+        while len(left):
+            width = int(num_blocks[left[-1]])
+            first = int(np.searchsorted(num_blocks[left], -(-width // 2)))
+            members, left = np.sort(left[first:]), left[:first]
+            prefix = f"group{len(groups)}"
+            packer.add(f"{prefix}.rows", members)
+            packer.add(f"{prefix}.kv_lengths", kv_lengths[members])
+            packer.add(f"{prefix}.tables", self._block_tables[rows.slots[members], :width].ravel())
             groups.append(_GroupShape(width, is_all=len(members) == num_decode))
         return groups
 

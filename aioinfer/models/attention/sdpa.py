@@ -27,6 +27,7 @@ class SdpaBackend:
     def __init__(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         self.keys = keys
         self.values = values
+        self.slots = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in zip(keys, values, strict=True)]
 
     def begin(self, metadata: AttentionMetadata) -> SdpaStep:
         return SdpaStep(self, metadata)
@@ -38,16 +39,22 @@ class SdpaStep:
     def __init__(self, backend: SdpaBackend, metadata: AttentionMetadata) -> None:
         self._keys = backend.keys
         self._values = backend.values
+        self._slots = backend.slots
         self._metadata = metadata
-        self._masks = [_length_mask(self._span(g), g.kv_lengths) for g in metadata.decode_groups]
+        self._masks = [self._length_mask(group) for group in metadata.decode_groups]
         self._causal = [_causal_mask(c, metadata.slot_mapping.device) for c in metadata.prefill_chunks]
+        only_decodes = not metadata.prefill_chunks and len(metadata.decode_groups) == 1
+        self._is_one_group = only_decodes and metadata.decode_groups[0].rows is None
         self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         keys, values = self._keys[layer], self._values[layer]
-        slots = self._metadata.slot_mapping
-        keys.flatten(0, 1).index_copy_(0, slots, key)
-        values.flatten(0, 1).index_copy_(0, slots, value)
+        key_slots, value_slots = self._slots[layer]
+        key_slots.index_copy_(0, self._metadata.slot_mapping, key)
+        value_slots.index_copy_(0, self._metadata.slot_mapping, value)
+        if self._is_one_group:
+            group = self._metadata.decode_groups[0]
+            return self._attend_decode(group, self._masks[0], query, keys, values).flatten(1)
         out = torch.empty_like(query)
         for group, mask in zip(self._metadata.decode_groups, self._masks, strict=True):
             self._decode(group, mask, query, keys, values, out)
@@ -61,27 +68,39 @@ class SdpaStep:
                 out[tokens] = _attend(query[tokens], cached_keys[:length], cached_values[:length], causal)
         return out.flatten(1)
 
-    def _span(self, group: DecodeGroup) -> int:
-        return group.block_tables.shape[1] * self._keys[0].shape[1]
+    def _length_mask(self, group: DecodeGroup) -> Tensor:
+        """[N, 1, 1, S] to add to the scores: 0 where a key exists, -inf in the padding.
+
+        A mask of truth values would be converted to this again by every layer.
+        """
+        cache, lengths = self._keys[0], group.kv_lengths
+        span = group.block_tables.shape[1] * cache.shape[1]
+        padding = torch.arange(span, device=lengths.device) >= lengths[:, None]
+        return cache.new_zeros(padding.shape).masked_fill_(padding, -torch.inf)[:, None, None, :]
 
     def _decode(
         self, group: DecodeGroup, mask: Tensor, query: Tensor, keys: Tensor, values: Tensor, out: Tensor
     ) -> None:
-        num_rows = group.block_tables.shape[0]
-        rows = query[:num_rows] if group.rows is None else query.index_select(0, group.rows)
+        if group.rows is None:
+            num_rows = self._metadata.num_decode
+            out[:num_rows] = self._attend_decode(group, mask, query[:num_rows], keys, values)
+        else:
+            rows = query.index_select(0, group.rows)
+            out.index_copy_(0, group.rows, self._attend_decode(group, mask, rows, keys, values))
+
+    def _attend_decode(
+        self, group: DecodeGroup, mask: Tensor, query: Tensor, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        """query [N, H, D] of a group's rows; returns [N, H, D]."""
+        num_rows, (num_kv_heads, head_dim) = len(query), keys.shape[2:]
         gathered_keys, gathered_values = self._gather(group.block_tables.flatten(), keys, values)
-        num_kv_heads, head_dim = keys.shape[2:]
         shape = (num_rows, -1, num_kv_heads, head_dim)
-        attended = F.scaled_dot_product_attention(
-            rows.view(num_rows, num_kv_heads, -1, head_dim),
+        return F.scaled_dot_product_attention(
+            query.view(num_rows, num_kv_heads, -1, head_dim),
             gathered_keys.view(shape).transpose(1, 2),
             gathered_values.view(shape).transpose(1, 2),
             attn_mask=mask,
         ).reshape(num_rows, -1, head_dim)
-        if group.rows is None:
-            out[:num_rows] = attended
-        else:
-            out.index_copy_(0, group.rows, attended)
 
     def _gather(self, blocks: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [num_blocks * block_size, K, D] of `blocks`.
@@ -107,11 +126,6 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> T
         is_causal=mask is None,
         enable_gqa=query.shape[1] != key.shape[1],
     )[0].transpose(0, 1)
-
-
-def _length_mask(span: int, lengths: Tensor) -> Tensor:
-    """[N, 1, 1, span], True where a key exists."""
-    return (torch.arange(span, device=lengths.device) < lengths[:, None])[:, None, None, :]
 
 
 def _causal_mask(chunk: PrefillChunk, device: torch.device) -> Tensor | None:

@@ -111,11 +111,12 @@ def check_prompt_ids(prompt_ids: Sequence[int], vocab_size: int, *, param: str) 
     for index, token in enumerate(prompt_ids):
         if not isinstance(token, int) or isinstance(token, bool):
             raise InvalidRequest(
-                f"{param}[{index}] must be a token id, got {type(token).__name__}", param=param
+                f"{param}[{index}] must be a token id, got {type(token).__name__}", param=f"{param}[{index}]"
             )
         if not 0 <= token < vocab_size:
             raise InvalidRequest(
-                f"{param}[{index}] is {token}; token ids go from 0 to {vocab_size - 1}", param=param
+                f"{param}[{index}] is {token}; token ids go from 0 to {vocab_size - 1}",
+                param=f"{param}[{index}]",
             )
 
 
@@ -132,14 +133,14 @@ def check_stop_ids(params: SamplingParams, vocab_size: int) -> None:
             )
 
 
-def resolve_max_tokens(num_prompt: int, max_tokens: int | None, max_model_len: int, param: str) -> int:
-    """How many tokens a request may generate.
+def check_room(num_prompt: int, max_model_len: int, *, param: str) -> int:
+    """How many tokens the context has room for behind a prompt.
 
     Args:
         param: what the caller calls its prompt.
 
     Raises:
-        PromptTooLong: the prompt leaves no room for a token, or `max_tokens` do not fit behind it.
+        PromptTooLong: not for one.
     """
     room = max_model_len - num_prompt
     if room < 1:
@@ -148,6 +149,16 @@ def resolve_max_tokens(num_prompt: int, max_tokens: int | None, max_model_len: i
             f"{max_model_len - 1}, and one to generate",
             param=param,
         )
+    return room
+
+
+def resolve_max_tokens(num_prompt: int, max_tokens: int | None, max_model_len: int, *, param: str) -> int:
+    """How many tokens a request may generate.
+
+    Raises:
+        PromptTooLong: the prompt leaves no room for a token, or `max_tokens` do not fit behind it.
+    """
+    room = check_room(num_prompt, max_model_len, param=param)
     if max_tokens is None:
         return room
     if max_tokens > room:

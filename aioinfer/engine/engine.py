@@ -11,6 +11,7 @@ import threading
 import uuid
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from aioinfer.config import EngineConfig
@@ -25,7 +26,7 @@ from aioinfer.engine.loop import StepLoop
 from aioinfer.engine.stream import RequestStream
 from aioinfer.errors import ConfigError, EngineClosed, EngineFailed, InvalidRequest, WrongLoop
 from aioinfer.scheduling import Scheduler, SchedulerLimits
-from aioinfer.telemetry.metrics import EngineStats, Metrics
+from aioinfer.telemetry import EngineStats, LoopLagProbe, Metrics
 from aioinfer.text.chat import ChatTemplate, validate_messages
 from aioinfer.text.pool import TextPool
 from aioinfer.text.tokenizer import load_tokenizer
@@ -94,13 +95,14 @@ class Engine:
         self.config = config or EngineConfig.create(**options)
         self.state = EngineState.NEW
         self.failure: EngineFailed | None = None
-        self.metrics = Metrics(self.stats, self.config.model)
+        self.metrics = Metrics(self.stats, display_name(self.config.model))
         self._progress = progress
         self._loading_cancelled = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: DeviceThread | None = None
         self._pool: TextPool | None = None
         self._serving: _Serving | None = None
+        self._lag = LoopLagProbe(self.metrics.loop_lag.observe)
         self._is_guest = False
 
     @property
@@ -316,6 +318,7 @@ class Engine:
         device = await self._thread.open()
         parts = await self._load(device, self._thread, self._pool)
         self._serving = self._serve(parts, self._thread, self._pool)
+        self._lag.start()
         guest.freeze_garbage()
 
     async def _load(self, device: Device, thread: DeviceThread, pool: TextPool) -> _Parts:
@@ -326,7 +329,7 @@ class Engine:
             pool.run(_load_text, checkpoint.text, self.config.chat_template),
         )
         info = EngineInfo(
-            model=checkpoint.name,
+            model=display_name(self.config.model),
             device=device.name,
             dtype=loaded.dtype,
             max_model_len=loaded.max_model_len,
@@ -381,6 +384,7 @@ class Engine:
         serving, self._serving = self._serving, None
         thread, self._thread = self._thread, None
         pool, self._pool = self._pool, None
+        self._lag.stop()
         if self._is_guest:
             self._is_guest = False
             guest.leave()
@@ -400,6 +404,15 @@ async def _drain(loop: StepLoop, drain_s: float) -> None:
             await loop.wait_idle()
     except TimeoutError:
         loop.abort_all()
+
+
+def display_name(model: str) -> str:
+    """What a model is called in answers and metrics: a path by its last part, anything else as typed."""
+    path = Path(model).expanduser()
+    if not path.exists():
+        return model
+    path = path.resolve()
+    return path.stem if path.suffix.lower() == ".gguf" else path.name
 
 
 def _sampling_params(fields: dict[str, Any]) -> SamplingParams:

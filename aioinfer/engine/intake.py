@@ -11,7 +11,12 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from aioinfer.engine.admission import check_prompt_ids, check_stop_ids, resolve_max_tokens
+from aioinfer.engine.admission import (
+    check_prompt_ids,
+    check_room,
+    check_stop_ids,
+    resolve_max_tokens,
+)
 from aioinfer.engine.request import Request
 from aioinfer.errors import InvalidRequest
 from aioinfer.scheduling import Sequence as ScheduledSequence
@@ -94,7 +99,9 @@ class Intake:
         check_stop_ids(params, self._info.vocab_size)
         with self._admission.place():
             prompt_ids = await encode()
-        max_tokens = resolve_max_tokens(len(prompt_ids), params.max_tokens, self._info.max_model_len, param)
+        max_tokens = resolve_max_tokens(
+            len(prompt_ids), params.max_tokens, self._info.max_model_len, param=param
+        )
         self._admission.check_tokens(len(prompt_ids))
         sequence = ScheduledSequence(
             seq_id=next(self._seq_ids),
@@ -113,6 +120,7 @@ class Intake:
             encode = partial(self._tokenizer.encode, prompt, max_num_tokens=self._info.max_model_len)
             prompt = await self._pool.run(encode)
         ids: Sequence[int] = prompt
+        check_room(len(ids), self._info.max_model_len, param="prompt")  # before looking at each of them
         check_prompt_ids(ids, self._info.vocab_size, param="prompt")
         return ids
 

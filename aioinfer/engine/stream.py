@@ -45,6 +45,7 @@ class RequestStream:
         self._abort = abort
         self._request: Request | None = None
         self._starting = False
+        self._cancelled = False
 
     @property
     def usage(self) -> Usage:
@@ -95,7 +96,11 @@ class RequestStream:
         return self._collect().__await__()
 
     def cancel(self) -> None:
-        """End the request now.  Its reader gets what there is, with finish reason `abort`; idempotent."""
+        """End the request now.  Its reader gets what there is, with finish reason `abort`; idempotent.
+
+        A stream that is only being started ends as soon as it has been.
+        """
+        self._cancelled = True
         if self._request is not None:
             self._abort(self._request)
 
@@ -114,4 +119,6 @@ class RequestStream:
                 raise RuntimeError("the stream is being started by another task")
             self._starting = True
             self._request = await self._start()
+            if self._cancelled:
+                self._abort(self._request)
         return self._request

@@ -1,1 +1,1 @@
-
+"""Models: checkpoints and where they come from, layers, families, attention."""

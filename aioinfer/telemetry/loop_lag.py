@@ -51,13 +51,17 @@ class LoopLagProbe:
         self._due_s = 0.0
 
     async def __aenter__(self) -> Self:
-        self._schedule(asyncio.get_running_loop())
+        self.start()
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.stop()
+
+    def start(self) -> None:
+        """Measure the running loop, from now on."""
+        self._schedule(asyncio.get_running_loop())
 
     def stop(self) -> None:
         """Measure no more; what was seen stays.  Idempotent."""

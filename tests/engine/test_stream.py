@@ -133,12 +133,13 @@ async def test_tokenize_and_detokenize() -> None:
     [
         (lambda e: e.stream(""), InvalidRequest, "prompt"),
         (lambda e: e.stream([]), InvalidRequest, "prompt"),
-        (lambda e: e.stream([1, 258]), InvalidRequest, "prompt"),
-        (lambda e: e.stream([1, -1]), InvalidRequest, "prompt"),
-        (lambda e: e.stream([1, 2.0]), InvalidRequest, "prompt"),
-        (lambda e: e.stream([True]), InvalidRequest, "prompt"),
+        (lambda e: e.stream([1, 258]), InvalidRequest, "prompt[1]"),
+        (lambda e: e.stream([1, -1]), InvalidRequest, "prompt[1]"),
+        (lambda e: e.stream([1, 2.0]), InvalidRequest, "prompt[1]"),
+        (lambda e: e.stream([True]), InvalidRequest, "prompt[0]"),
         (lambda e: e.stream("\ud800"), InvalidRequest, "prompt"),
         (lambda e: e.stream("x" * MAX_MODEL_LEN), PromptTooLong, "prompt"),
+        (lambda e: e.stream([1] * MAX_MODEL_LEN), PromptTooLong, "prompt"),
         (lambda e: e.stream("x", max_tokens=MAX_MODEL_LEN), PromptTooLong, "max_tokens"),
         (lambda e: e.stream("x", stop_token_ids=[258]), InvalidRequest, "stop_token_ids"),
         (lambda e: e.stream("x", temperature=-1), InvalidRequest, "temperature"),
@@ -215,6 +216,18 @@ async def test_a_stream_that_is_never_started_owns_nothing() -> None:
         stream.cancel()
         assert engine.stats().num_waiting == 0
         assert stream.usage.total_tokens == 0
+
+
+async def test_a_stream_cancelled_while_it_starts_ends_at_once() -> None:
+    async with ScriptedEngine() as engine:
+        stream = engine.stream("x", max_tokens=1000)
+        starting = asyncio.create_task(stream.__aenter__())
+        await asyncio.sleep(0)
+        stream.cancel()
+        await starting
+        assert (await stream).finish_reason is FinishReason.ABORT
+        assert (await stream).usage.completion_tokens == 0
+        await engine.settle()
 
 
 async def test_iterating_without_entering_is_refused() -> None:

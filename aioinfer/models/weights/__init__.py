@@ -1,1 +1,1 @@
-
+"""Checkpoints in their formats: safetensors and GGUF."""

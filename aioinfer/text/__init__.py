@@ -1,1 +1,1 @@
-"""CPU-bound text work: tokenisation, detokenisation, stop strings, chat templates, and the pool it runs in."""
+"""CPU-bound text work: tokenisation, detokenisation, stop strings, chat templates, and the pool for it."""

@@ -136,4 +136,6 @@ class Intake:
     def _render_and_encode(self, template: ChatTemplate, messages: Messages) -> list[int]:
         # The template writes every special token that belongs there, as in transformers.
         text = template.render(messages)
-        return self._tokenizer.encode(text, add_special_tokens=False, max_num_tokens=self._info.max_model_len)
+        return self._tokenizer.encode(
+            text, add_special_tokens=False, max_num_tokens=self._info.max_model_len, param="messages"
+        )

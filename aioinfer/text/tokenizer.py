@@ -63,7 +63,12 @@ class Tokenizer:
         self._drop_bos = add_bos is False and adds_bos
 
     def encode_batch(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True, max_num_tokens: int | None = None
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        max_num_tokens: int | None = None,
+        param: str = "prompt",
     ) -> list[list[int]]:
         """The token ids of each text; in the text pool, since long texts take long.
 
@@ -72,20 +77,22 @@ class Tokenizer:
             add_special_tokens: add what the model expects around a text (BOS, mostly).
             max_num_tokens: refuse texts with more tokens, before the GIL is held for making a list of them
                 (5 ms for 100,000).
+            param: what the caller calls the texts, for errors.
 
         Raises:
             InvalidRequest: a text is not encodable as UTF-8 (it has a lone surrogate).
             PromptTooLong: a text has more tokens than `max_num_tokens`.
         """
-        params = ["prompt"] if len(texts) == 1 else [f"prompt[{index}]" for index in range(len(texts))]
-        for text, param in zip(texts, params, strict=True):
-            check_text(text, param=param)
+        params = [param] if len(texts) == 1 else [f"{param}[{index}]" for index in range(len(texts))]
+        for text, name in zip(texts, params, strict=True):
+            check_text(text, param=name)
         encodings = self._encode(texts, add_special_tokens=add_special_tokens)
         if max_num_tokens is not None:
-            for encoding, param in zip(encodings, params, strict=True):
+            for encoding, name in zip(encodings, params, strict=True):
                 if len(encoding) > max_num_tokens:
                     raise PromptTooLong(
-                        f"{param} has {len(encoding)} tokens; at most {max_num_tokens} fit", param=param
+                        f"{name} has {len(encoding)} tokens; at most {max_num_tokens} fit the context",
+                        param=name,
                     )
         batch = [encoding.ids for encoding in encodings]
         if add_special_tokens and self.bos_token_id is not None:
@@ -96,11 +103,16 @@ class Tokenizer:
         return batch
 
     def encode(
-        self, text: str, *, add_special_tokens: bool = True, max_num_tokens: int | None = None
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        max_num_tokens: int | None = None,
+        param: str = "prompt",
     ) -> list[int]:
         """`encode_batch` of one text."""
         return self.encode_batch(
-            [text], add_special_tokens=add_special_tokens, max_num_tokens=max_num_tokens
+            [text], add_special_tokens=add_special_tokens, max_num_tokens=max_num_tokens, param=param
         )[0]
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

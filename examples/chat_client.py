@@ -13,10 +13,9 @@ from openai import OpenAI
 def main(url: str) -> None:
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
     model = client.models.list().data[0].id
-    messages = [{"role": "user", "content": "Name a colour."}]
     with client.chat.completions.create(
         model=model,
-        messages=messages,
+        messages=[{"role": "user", "content": "Name a colour."}],
         max_tokens=16,
         stream=True,
         stream_options={"include_usage": True},

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from itertools import pairwise
+from typing import Any
 
 from aioinfer import Engine
 
 
 async def main(first: str | None, second: str | None) -> None:
-    options = {"kv_cache_tokens": 4096, "torch_threads": 1}
+    options: dict[str, Any] = {"kv_cache_tokens": 4096, "torch_threads": 1}
     async with Engine(first, **options) as asks, Engine(second, **options) as answers:
         question = await asks.generate("A good question is: why", max_tokens=12, stop=("\n", "?"))
         print(f"question: why{question.text}?")

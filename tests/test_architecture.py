@@ -126,7 +126,7 @@ def test_every_error_is_in_the_tree_that_its_docstring_draws() -> None:
     classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, Exception)]
     assert len(classes) > 10
     for cls in classes:
-        assert cls.__name__ in errors.__doc__
+        assert cls.__name__ in (errors.__doc__ or "")
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ class Linear(nn.Module):
 
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether oneDNN multiplies packed weights of this type on this CPU."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.float32:
         return True

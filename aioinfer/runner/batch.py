@@ -136,8 +136,8 @@ class BatchBuilder:
 
     def _assign_slot(self, assignment: SlotAssignment) -> None:
         slot, params = assignment.slot, assignment.params
-        self._temperatures[slot] = 0.0 if params.greedy else params.temperature
-        self._top_ks[slot] = params.top_k or self._limits.vocab_size
+        self._temperatures[slot] = 0.0 if params.greedy else max(params.temperature, MIN_TEMPERATURE)
+        self._top_ks[slot] = min(params.top_k or self._limits.vocab_size, self._limits.vocab_size)
         self._top_ps[slot] = params.top_p
         self._min_ps[slot] = params.min_p
         self._seeds[slot] = assignment.seed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -69,7 +69,8 @@ def test_version() -> None:
     ],
 )
 def test_usage_errors(words: list[str], environ: dict[str, str], message: str) -> None:
-    done = run(*words, **environ)
+    variables: dict[str, Any] = environ
+    done = run(*words, **variables)
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -154,7 +154,8 @@ async def test_a_socket_carries_many_generations(server: Server) -> None:
                 {"type": "generate", "id": name, "prompt": prompt, "temperature": 0, "max_tokens": 12}
             )
         await socket.send_json({"type": "generate", "id": "c", "prompt": "x", "max_tokens": 4000})
-        texts, finished = dict.fromkeys("abc", ""), {}
+        texts = dict.fromkeys("abc", "")
+        finished: dict[str, str] = {}
         while len(finished) < 3:
             message = await socket.receive_json()
             if message["type"] == "delta":

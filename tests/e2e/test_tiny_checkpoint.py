@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ async def test_greedy_continuations_are_those_of_transformers(
 ) -> None:
     generator = torch.Generator().manual_seed(5)
     prompts = [torch.randint(3, VOCAB_SIZE, (3 + 5 * i,), generator=generator).tolist() for i in range(16)]
-    options = {"prepack": prepack, "pipeline_depth": depth, "dtype": "float32", "kv_cache_tokens": 4096}
+    options: dict[str, Any] = {"prepack": prepack, "pipeline_depth": depth, "dtype": "float32"}
     async with Engine(tiny_llama_dir, **options) as engine:
         ours = await asyncio.gather(
             *(engine.generate(ids, temperature=0, max_tokens=64, ignore_eos=True) for ids in prompts)

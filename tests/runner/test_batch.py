@@ -57,7 +57,7 @@ def check(plan: StepPlan, step: StepTensors, tables: dict[int, dict[int, int]]) 
 
 
 def check_decode_groups(plan: StepPlan, step: StepTensors, tables: dict[int, dict[int, int]]) -> None:
-    seen = []
+    seen: list[int] = []
     for group in step.attention.decode_groups:
         rows = list(range(plan.num_decode)) if group.rows is None else group.rows.tolist()
         seen += rows

@@ -212,7 +212,7 @@ class ScriptedEngine:
                 raise EngineClosed(f"the engine is {self.state}")
             await self._admit()
             check_prompt_ids(prompt_ids, VOCAB_SIZE, param=name)
-            resolve_max_tokens(len(prompt_ids), params.max_tokens, MAX_MODEL_LEN, name)
+            resolve_max_tokens(len(prompt_ids), params.max_tokens, MAX_MODEL_LEN, param=name)
             return self._begin(ScriptedRequest(request_id, prompt_ids, params, self._ended))
 
         return RequestStream(request_id, start, _abort)  # type: ignore[arg-type]

@@ -35,7 +35,10 @@ def hf_smollm(default_model_path: Path) -> PreTrainedTokenizerFast:
     """transformers' tokenizer for the same file."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(default_model_path.parent, gguf_file=default_model_path.name)
+    tokenizer: Any = AutoTokenizer.from_pretrained(
+        default_model_path.parent, gguf_file=default_model_path.name
+    )
+    return tokenizer  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="session")

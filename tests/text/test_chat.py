@@ -57,11 +57,17 @@ def test_renders_what_transformers_renders(
     hf_smollm: PreTrainedTokenizerFast, name: str, conversation: int, tools: list[Any] | None
 ) -> None:
     """The same text, or the same refusal."""
-    source, messages = templates.ALL[name], CONVERSATIONS[conversation]
+    source: str = templates.ALL[name]
+    messages: Any = CONVERSATIONS[conversation]
+    variants: list[dict[str, Any]] = [
+        {},
+        {"add_generation_prompt": False},
+        {"enable_thinking": False, "date_string": "now"},
+    ]
     special_tokens = {key: str(token) for key, token in hf_smollm.special_tokens_map.items()}
     ours = ChatTemplate(source, special_tokens=special_tokens)
-    for options in ({}, {"add_generation_prompt": False}, {"enable_thinking": False, "date_string": "now"}):
-        theirs_options = {"add_generation_prompt": True, **options}
+    for options in variants:
+        theirs_options: dict[str, Any] = {"add_generation_prompt": True, **options}
         try:
             expected = hf_smollm.apply_chat_template(
                 messages, tools=tools, chat_template=source, tokenize=False, **theirs_options

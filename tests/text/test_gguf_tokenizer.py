@@ -53,7 +53,8 @@ def hf_sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedToke
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf")
+    return tokenizer  # type: ignore[no-any-return]
 
 
 @settings(deadline=None, max_examples=300)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.pre_tokenizers import ByteLevel
 
 from aioinfer.errors import UnsupportedModel
 from aioinfer.text import pretokenizers
@@ -68,7 +69,7 @@ def test_normalisation_is_the_familys() -> None:
 @given(text=st.one_of(texts(), st.text("ab \n\r\t1'.,!_ÀéЖ中が가١", max_size=30)))
 def test_no_byte_is_lost(name: str, text: str) -> None:
     cut = pre_tokenization(name).pre_tokenizer().pre_tokenize_str(text)
-    alphabet = pretokenizers.pre_tokenizers.ByteLevel.alphabet()
+    alphabet = ByteLevel.alphabet()
     joined = "".join(piece for piece, _ in cut)
     assert set(joined) <= set(alphabet)
     assert len(joined) == len(text.encode())

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from aioinfer.cli.bench import measure as module
 from aioinfer.cli.bench.measure import Observation, measure, spread
 from aioinfer.cli.bench.workload import Workload
 from aioinfer.errors import RequestFailed
@@ -76,8 +76,8 @@ async def test_a_target_that_refuses_the_first_request_is_an_error() -> None:
 
 async def test_times_of_an_observation(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 11.0, 13.0, 13.5, 14.0])
-    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
-    observation = Observation(start_s=module.time.perf_counter())
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    observation = Observation(start_s=time.perf_counter())
     for _ in range(3):
         observation.saw_text()
     observation.ended()

@@ -32,16 +32,18 @@ def interleave(weights: npt.NDArray[Any], num_heads: int) -> npt.NDArray[Any]:
 
 def llama_tensors(model: LlamaForCausalLM) -> dict[str, npt.NDArray[np.float32]]:
     """A model's tensors by their GGUF names, in the conversion's layout."""
-    config = model.config
+    config: Any = model.config
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    tensors = {}
+    tensors: dict[str, Any] = {}
     for name, parameter in model.state_dict().items():
         values = parameter.float().numpy()
         if ".q_proj." in name:
             values = interleave(values, config.num_attention_heads)
         if ".k_proj." in name:
             values = interleave(values, config.num_key_value_heads)
-        tensors[names.get_name(name, try_suffixes=(".weight", ".bias"))] = values
+        gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert gguf_name is not None
+        tensors[gguf_name] = values
     if config.tie_word_embeddings:
         del tensors["output.weight"]
     return tensors
@@ -49,7 +51,7 @@ def llama_tensors(model: LlamaForCausalLM) -> dict[str, npt.NDArray[np.float32]]
 
 def llama_metadata(model: LlamaForCausalLM) -> dict[str, Any]:
     """A model's metadata, with a small vocabulary."""
-    config = model.config
+    config: Any = model.config
     return {
         "llama.block_count": config.num_hidden_layers,
         "llama.context_length": config.max_position_embeddings,
@@ -97,7 +99,7 @@ def write_gguf(
         split_max_tensors: most tensors in one file; 0 does not split.
     """
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=split_max_tensors)
-    add = {
+    add: dict[type, Any] = {
         bool: writer.add_bool,
         int: writer.add_uint32,
         float: writer.add_float32,

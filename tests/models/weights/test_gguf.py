@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import gguf
 import numpy as np
@@ -354,7 +354,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused_and_why(write: Callable[..., Path], name: str) -> None:
-    metadata, options, error, message = REFUSED[name]
+    metadata, options, error, message = cast("tuple[Any, ...]", REFUSED[name])
     with pytest.raises(error, match=message):
         open_checkpoint(write(metadata, **options))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gguf
 import numpy as np
@@ -66,7 +66,12 @@ def test_metadata_of_every_type(tmp_path: Path) -> None:
     }
     for kind, value in values.items():
         getattr(writer, f"add_{kind}")(kind, value)
-    arrays = {"ints": [1, 2, 3], "floats": [0.5, 1.5], "strings": ["a", "", "größe"], "bools": [True, False]}
+    arrays: dict[str, Any] = {
+        "ints": [1, 2, 3],
+        "floats": [0.5, 1.5],
+        "strings": ["a", "", "größe"],
+        "bools": [True, False],
+    }
     for key, array in arrays.items():
         writer.add_array(key, array)
     writer.add_array("nested", [[1, 2], [3]])

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
+MIN_TEMPERATURE = 1e-30
+"""Logits divided by less may overflow float32, and by this all but equal ones are apart already."""
+
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:

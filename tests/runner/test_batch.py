@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from aioinfer.device.cpu import CpuDevice
 from aioinfer.runner.batch import BatchBuilder, BatchLimits
 from aioinfer.runner.random import uniform
+from aioinfer.runner.sampler import sample
 from aioinfer.scheduling import (
     FROM_SLOT,
     BlockAssignment,
@@ -141,6 +142,15 @@ def test_rows_that_draw_carry_their_parameters() -> None:
     assert (sampling.max_top_k, sampling.any_top_p, sampling.any_min_p) == (40, True, True)
     # The token that is drawn will be at position 6.
     assert sampling.uniforms.tolist() == uniform(np.array([7, 9]), np.array([6, 6])).tolist()
+
+
+def test_extreme_parameters_stay_within_what_the_sampler_computes() -> None:
+    params = SamplingParams(temperature=5e-324, top_k=10**30)
+    sampling = BatchBuilder(LIMITS, CpuDevice()).build(decode_plan(params)).sampling
+    assert sampling.top_ks.tolist() == [VOCAB_SIZE]
+    logits = 100 * torch.randn(1, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+    best = logits.argmax(dim=-1)
+    assert sample(logits, sampling).tolist() == best.tolist()
 
 
 @pytest.mark.parametrize("start", [5, 6])

@@ -7,6 +7,7 @@ Installs no signal handlers, starts no processes, and restores the interpreter s
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import uuid
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from aioinfer.config import EngineConfig
 from aioinfer.device import open_device
+from aioinfer.device.host_memory import return_freed_memory
 from aioinfer.device.thread import DeviceThread
 from aioinfer.engine import guest
 from aioinfer.engine.admission import Admission
@@ -33,7 +35,6 @@ from aioinfer.text.tokenizer import load_tokenizer
 from aioinfer.types import Completion, SamplingParams
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from types import TracebackType
 
@@ -151,8 +152,12 @@ class Engine:
         self._is_guest = True
         try:
             await self._open()
-        except BaseException:
+        except BaseException as error:
+            # What a closing of the engine did to its loading says nothing to who loads it.
+            closed = self._loading_cancelled.is_set() and not _is_cancelled()
             await self._close()
+            if closed:
+                raise EngineClosed("the engine was closed while it loaded") from error
             raise
         self.state = EngineState.READY
         return self
@@ -171,9 +176,15 @@ class Engine:
         Args:
             drain_s: how long requests may finish, in seconds; those left end with finish reason `abort`.
                 None takes the configured bound.
+
+        Raises:
+            WrongLoop: called on another loop than the engine's.
         """
+        if self._thread is not None:
+            self._check_loop()
         try:
-            if self.state is EngineState.READY and self._serving is not None:
+            # One that another task drains already is waited for, too.
+            if self.state in (EngineState.READY, EngineState.DRAINING) and self._serving is not None:
                 self.state = EngineState.DRAINING
                 await _drain(self._serving.loop, self.config.drain_s if drain_s is None else drain_s)
         finally:
@@ -280,6 +291,11 @@ class Engine:
         if params is not None and sampling:
             raise InvalidRequest("pass either params, or its fields by name", param="params")
         params = _sampling_params(sampling) if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise InvalidRequest(
+                f"params must be SamplingParams, got {type(params).__name__}; or name its fields",
+                param="params",
+            )
         request_id = request_id or uuid.uuid4().hex
 
         async def start() -> Request:
@@ -298,12 +314,15 @@ class Engine:
             raise EngineClosed(f"the engine is {self.state}; use it inside 'async with Engine(...)'")
         return self._serving
 
+    def _check_loop(self) -> None:
+        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
+            raise WrongLoop("the engine belongs to the event loop that entered it; open one per loop")
+
     def _require_ready(self) -> _Serving:
         """Raises:
         WrongLoop, EngineFailed, EngineClosed: requests cannot be taken here and now.
         """
-        if self._loop is not None and asyncio.get_running_loop() is not self._loop:
-            raise WrongLoop("the engine belongs to the event loop that entered it; open one per loop")
+        self._check_loop()
         if self.failure is not None:
             error = EngineFailed(str(self.failure))
             error.__cause__ = self.failure.__cause__
@@ -312,11 +331,17 @@ class Engine:
             raise EngineClosed(f"the engine is {self.state}, and takes requests only when it is ready")
         return self._require_serving()
 
+    def _check_loading(self) -> None:
+        if self._loading_cancelled.is_set():
+            raise EngineClosed("the engine was closed while it loaded")
+
     async def _open(self) -> None:
         self._pool = TextPool(self.config.text_threads)
         self._thread = DeviceThread(partial(open_device, self.config), asyncio.get_running_loop())
         device = await self._thread.open()
+        self._check_loading()
         parts = await self._load(device, self._thread, self._pool)
+        self._check_loading()
         self._serving = self._serve(parts, self._thread, self._pool)
         self._lag.start()
         guest.freeze_garbage()
@@ -393,9 +418,22 @@ class Engine:
                 await thread.aclose()
             if serving is not None:
                 await asyncio.wait([serving.task])
+                del serving  # and with it the model
         finally:
             if pool is not None:
-                await pool.aclose()
+                await _close_pool(pool)
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _close_pool(pool: TextPool) -> None:
+    try:
+        await pool.run(return_freed_memory)
+    finally:
+        await pool.aclose()
 
 
 async def _drain(loop: StepLoop, drain_s: float) -> None:
@@ -408,10 +446,11 @@ async def _drain(loop: StepLoop, drain_s: float) -> None:
 
 def display_name(model: str) -> str:
     """What a model is called in answers and metrics: a path by its last part, anything else as typed."""
-    path = Path(model).expanduser()
-    if not path.exists():
+    # Not pathlib's, which raise for a user who does not exist and a name that is too long.
+    expanded = os.path.expanduser(model)
+    if not os.path.exists(expanded):
         return model
-    path = path.resolve()
+    path = Path(expanded).resolve()
     return path.stem if path.suffix.lower() == ".gguf" else path.name
 
 

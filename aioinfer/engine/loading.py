@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 CPU_KV_SHARE = 0.25
 """Of the memory that is free once the weights are in; on the CPU other programs need some too."""
-CPU_KV_MAX_BYTES = 4 << 30
+CPU_KV_MAX_BYTES = 2 << 30
 ACCELERATOR_KV_SHARE = 0.9
 
 
@@ -137,8 +138,8 @@ def read_chat_template(path: str) -> str:
         ConfigError: it cannot be read.
     """
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return Path(os.path.expanduser(path)).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, a null byte in the name
         raise ConfigError(f"chat_template: cannot read {path}: {error}") from None
 
 

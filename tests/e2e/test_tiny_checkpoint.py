@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 import torch
 
 from aioinfer import Engine
 from tests.models.forward import assert_greedy_in_transformers, transformers_model
-from tests.tiny_llama import VOCAB_SIZE
+from tests.tiny_llama import VOCAB_SIZE, write_tiny_llama
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,3 +42,19 @@ async def test_other_types_serve(tiny_llama_dir: Path, dtype: str) -> None:
         assert engine.info.dtype == dtype
         completion = await engine.generate([5] * 300, max_tokens=10, ignore_eos=True)
         assert completion.usage.completion_tokens == 10
+
+
+async def test_closing_gives_the_memory_back(tmp_path: Path) -> None:
+    """Twenty times open and closed, with weights and caches of 100 MB."""
+    path = write_tiny_llama(tmp_path, hidden_size=512, intermediate_size=2048, num_hidden_layers=6)
+    process = psutil.Process()
+    after = []
+    for _ in range(20):
+        async with Engine(path, kv_cache_tokens=8192, dtype="float32") as engine:
+            await asyncio.gather(*(engine.generate([5] * 100, max_tokens=4) for _ in range(8)))
+            opened = process.memory_info().rss
+        gc.collect()
+        after.append(process.memory_info().rss)
+        assert opened - after[-1] > 100 << 20
+    assert after[-1] - after[4] < 20 << 20
+    assert len(process.threads()) < 20

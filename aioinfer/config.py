@@ -64,17 +64,19 @@ class EngineConfig(_Section):
     dtype: Dtype = Field(
         default="auto", description="type of weights and activations; auto takes the device's fastest"
     )
-    max_model_len: PositiveInt | None = Field(
+    max_model_len: Annotated[int, Field(ge=2)] | None = Field(
         default=None, description="longest prompt plus completion, in tokens; default: the model's own"
     )
-    kv_cache_tokens: PositiveInt | None = Field(
+    kv_cache_tokens: Annotated[int, Field(ge=2)] | None = Field(
         default=None, description="tokens the KV cache holds; default: sized from free memory"
     )
     block_size: Annotated[int, Field(ge=1, le=512)] = Field(default=16, description="tokens per KV block")
     max_num_seqs: Annotated[int, Field(ge=1, le=4096)] = Field(
         default=64, description="most sequences in one step"
     )
-    token_budget: PositiveInt = Field(default=256, description="most tokens in one step, decode and prefill")
+    token_budget: Annotated[int, Field(ge=1, le=2**20)] = Field(
+        default=256, description="most tokens in one step, decode and prefill"
+    )
     pipeline_depth: Annotated[int, Field(ge=1, le=2)] = Field(
         default=2, description="steps in flight; 1 runs serially"
     )
@@ -90,7 +92,7 @@ class EngineConfig(_Section):
     drain_s: Seconds = Field(
         default=30.0, description="on shutdown, how long running requests may finish, in seconds"
     )
-    torch_threads: PositiveInt | None = Field(
+    torch_threads: Annotated[int, Field(ge=1, le=1024)] | None = Field(
         default=None, description="threads torch computes with on cpu; default: all cores"
     )
     text_threads: PositiveInt = Field(default=2, description="threads for tokenisation and templates")

@@ -8,6 +8,7 @@ on standard error; only a bug shows a traceback.
 from __future__ import annotations
 
 import argparse
+import errno
 import io
 import logging
 import os
@@ -28,6 +29,8 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+
 _COMMANDS = (serve, chat, complete, bench, doctor)
 _GLOBAL_FLAGS = {"-h", "--help", "--version"}
 
@@ -38,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after the program's name; None takes those of the process.
     """
+    _open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # models write what not every terminal can show
@@ -54,9 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output is gone; the interpreter's last flush must not raise the same error again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in _CANNOT_WRITE:
+            raise
+        _drop_output()
+        return _fail(AioinferError(f"cannot write the output: {error.strerror}"), EXIT_FAILED)
     return code
 
 
@@ -87,6 +95,22 @@ def _configure_logging(level: str) -> None:
         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
         stream=sys.stderr,
     )
+
+
+def _open_missing_streams() -> None:
+    """Put the null device where a standard stream is closed.
+
+    Else the next file or socket gets the stream's number, and libuv ends the process when it closes that.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # It gets the lowest free number, which is the stream's.
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _drop_output() -> None:
+    """Nobody takes our output: the interpreter's last flush must not raise the same error again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: AioinferError, code: int) -> int:

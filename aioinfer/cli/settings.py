@@ -195,7 +195,7 @@ def _read_toml(path: Path) -> dict[str, dict[str, _Given]]:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read configuration file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, not UTF-8, a number too long
         raise ConfigError(f"configuration file {path} is not TOML: {error}") from None
     tables: dict[str, dict[str, _Given]] = {}
     for section, table in content.items():

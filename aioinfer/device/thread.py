@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -87,14 +88,16 @@ class DeviceThread:
 
     def _main(self) -> None:
         try:
-            device = self._open_device()
-        except BaseException as error:
-            self._post(_fail, self._opened, error)
-        else:
-            self._post(_resolve, self._opened, device)
-            with device.scope():
-                self._run_jobs(device)
-                device.close()
+            with ExitStack() as scope:
+                try:
+                    device = self._open_device()
+                    scope.enter_context(device.scope())
+                except BaseException as error:
+                    self._post(_fail, self._opened, error)
+                else:
+                    self._post(_resolve, self._opened, device)
+                    self._run_jobs(device)
+                    device.close()
         finally:
             self._post(_resolve, self._ended, None)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from aioinfer.text.stops import StopStrings
 from aioinfer.types import MAX_SEED
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping
 
     from aioinfer.engine.admission import Admission
     from aioinfer.engine.info import EngineInfo
@@ -83,6 +84,7 @@ class Intake:
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Text of token ids."""
+        _check_sequence(token_ids, param="token_ids")
         if token_ids:
             check_prompt_ids(token_ids, self._info.vocab_size, param="token_ids")
         decode = partial(self._tokenizer.decode, token_ids, skip_special_tokens=skip_special_tokens)
@@ -119,6 +121,7 @@ class Intake:
         if isinstance(prompt, str):
             encode = partial(self._tokenizer.encode, prompt, max_num_tokens=self._info.max_model_len)
             prompt = await self._pool.run(encode)
+        _check_sequence(prompt, param="prompt")
         ids: Sequence[int] = prompt
         check_room(len(ids), self._info.max_model_len, param="prompt")  # before looking at each of them
         check_prompt_ids(ids, self._info.vocab_size, param="prompt")
@@ -139,3 +142,14 @@ class Intake:
         return self._tokenizer.encode(
             text, add_special_tokens=False, max_num_tokens=self._info.max_model_len, param="messages"
         )
+
+
+def _check_sequence(ids: object, *, param: str) -> None:
+    """Refuse what is neither text nor a sequence that can hold token ids.
+
+    Raises:
+        InvalidRequest: `ids` is something else.
+    """
+    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes | bytearray | memoryview):
+        expected = "a string or a sequence of token ids" if param == "prompt" else "a sequence of token ids"
+        raise InvalidRequest(f"{param} must be {expected}, got {type(ids).__name__}", param=param)

@@ -107,7 +107,12 @@ class Loader:
         num_tokens = _kv_tokens(config, max_model_len, bytes_per_token(model_config, dtype), device)
         num_blocks = -(-num_tokens // config.block_size) + 1
         max_model_len = min(max_model_len, (num_blocks - 1) * config.block_size)
-        cache = KVCache.allocate(model_config, num_blocks, config.block_size, device.torch_device, dtype)
+        try:
+            cache = KVCache.allocate(model_config, num_blocks, config.block_size, device.torch_device, dtype)
+        except (MemoryError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"kv_cache_tokens: no memory for a KV cache of {num_tokens} tokens: {error}"
+            ) from error
         limits = BatchLimits(
             max_num_seqs=config.max_num_seqs,
             token_budget=config.token_budget,

@@ -69,18 +69,30 @@ class Mailbox:
         """When the oldest unread token was put in; None if all is read."""
         return self._filled_s
 
+    def check_free(self) -> None:
+        """Refuse a second reader at a time: it would take away what wakes the first.
+
+        Raises:
+            RuntimeError: a task is waiting in `take`.
+        """
+        if self._reader is not None and not self._reader.done():
+            raise RuntimeError("another task is reading the stream; a stream has one reader at a time")
+
     async def take(self) -> Delta | None:
         """Everything unread as one delta; waits until there is something; None after the end.
 
         Raises:
             AioinferError: the request failed.
+            RuntimeError: another task is waiting for it.
         """
         while not (self._token_ids or self.closed):
-            self._reader = asyncio.get_running_loop().create_future()
+            self.check_free()
+            reader = self._reader = asyncio.get_running_loop().create_future()
             try:
-                await self._reader
+                await reader
             finally:
-                self._reader = None
+                if self._reader is reader:
+                    self._reader = None
         if self._token_ids or self._finish_reason is not None:
             return self._empty()
         if self._error is not None:

@@ -106,6 +106,7 @@ class RequestStream:
 
     async def _collect(self) -> Completion:
         request = await self._ensure_started()
+        request.mailbox.check_free()  # before what follows ends the request of another reader
         try:
             while await request.mailbox.take() is not None:
                 pass
@@ -118,7 +119,10 @@ class RequestStream:
             if self._starting:
                 raise RuntimeError("the stream is being started by another task")
             self._starting = True
-            self._request = await self._start()
+            try:
+                self._request = await self._start()
+            finally:
+                self._starting = False
             if self._cancelled:
                 self._abort(self._request)
         return self._request

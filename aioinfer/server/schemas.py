@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 # Each prompt is a request to the engine; a guess at what nobody exceeds who does not mean to flood.
 MAX_PROMPTS = 256
 
+# Likewise; each message and each part of a content takes some microseconds of the event loop.
+MAX_MESSAGES = 4096
+MAX_PARTS = 4096
+
 ROLES = ("system", "user", "assistant")
 _MESSAGE_FIELDS = ("role", "content", "name")
 _INTEGER_LIMIT = 2.0**63
@@ -95,14 +99,20 @@ def _to_prompts(value: object) -> Prompts:
     if kinds == {str}:
         return Prompts(tuple(value), is_list=True)
     expected = type(value[0]) if type(value[0]) in (str, int, list) else None
-    index = next(i for i, item in enumerate(value) if type(item) is not expected)
+    index = _first_other(value, expected)
     raise _prompt_error(f"prompt[{index}] is {_json_type(value[index])}", f"prompt[{index}]")
 
 
 def _check_ids(ids: list[Any], param: str) -> None:
     if not set(map(type, ids)) <= {int}:
-        index = next(i for i, item in enumerate(ids) if type(item) is not int)
+        index = _first_other(ids, int)
         raise _prompt_error(f"{param}[{index}] is {_json_type(ids[index])}", f"{param}[{index}]")
+
+
+def _first_other(values: list[Any], expected: type | None) -> int:
+    """Index of the first value that is not of the expected type; a loop would hold the event loop."""
+    types = list(map(type, values))
+    return min(types.index(other) for other in set(types) - {expected})
 
 
 def _prompt_error(problem: str, param: str = "prompt") -> InvalidRequest:
@@ -117,6 +127,10 @@ def _to_messages(value: object) -> object:
     """Messages without fields that ask for nothing; what the engine checks is left to it."""
     if not isinstance(value, list):
         return value
+    if len(value) > MAX_MESSAGES:
+        raise InvalidRequest(
+            f"messages has {len(value)} messages; at most {MAX_MESSAGES} are accepted", param="messages"
+        )
     return [_to_message(message, f"messages[{index}]") for index, message in enumerate(value)]
 
 
@@ -127,6 +141,12 @@ def _to_message(message: object, path: str) -> object:
     if role not in ROLES:
         raise InvalidRequest(
             f"{path}.role must be one of {', '.join(ROLES)}, got {reprlib.repr(role)}", param=f"{path}.role"
+        )
+    content = message.get("content")
+    if isinstance(content, list) and len(content) > MAX_PARTS:
+        raise InvalidRequest(
+            f"{path}.content has {len(content)} parts; at most {MAX_PARTS} are accepted",
+            param=f"{path}.content",
         )
     return parameters.supported(message, _MESSAGE_FIELDS, parameters.MESSAGE, path=f"{path}.")
 

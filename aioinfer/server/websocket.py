@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import ClientConnectionResetError, WSCloseCode, WSMsgType, web
 
 from aioinfer.errors import EngineClosed, InvalidRequest, Overloaded
 from aioinfer.server.errors import failure_of
@@ -75,7 +75,8 @@ async def stream(request: web.Request) -> web.StreamResponse:
             headers={"Upgrade": "websocket"},
         )
     session = Session(service, request, socket)
-    await session.run()
+    with suppress(ClientConnectionResetError):  # the client left before it was answered
+        await session.run()
     return socket
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -77,15 +78,53 @@ def test_usage_errors(words: list[str], environ: dict[str, str], message: str) -
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize("model", ["/no/such/model.gguf", "~nobody-has-this-name/model", "a" * 5000])
 @pytest.mark.parametrize(
     "command", [["serve", "--port", "0"], ["chat"], ["complete", "x"], ["bench", "engine"]]
 )
-def test_a_model_that_is_not_there(command: list[str]) -> None:
-    done = run(*command, "--model", "/no/such/model.gguf")
+def test_a_model_that_is_not_there(command: list[str], model: str) -> None:
+    done = run(*command, "--model", model)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("aioinfer: ")
-    assert "/no/such/model.gguf" in done.stderr
+    assert model in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("template", ["~nobody-has-this-name/t.jinja", "a" * 5000])
+def test_a_chat_template_that_is_not_there(tiny_llama_dir: Path, template: str) -> None:
+    done = run("complete", "x", "--model", str(tiny_llama_dir), "--chat-template", template)
+    assert done.returncode == 2
+    assert done.stderr.startswith("aioinfer: chat_template: cannot read")
+
+
+@pytest.mark.parametrize("content", ["[server]\nport = " + "9" * 5000, "[server]\nport = " + "[" * 50_000])
+def test_a_file_that_the_toml_library_chokes_on(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "aioinfer.toml"
+    path.write_text(content)
+    done = run("serve", "--config", str(path))
+    assert done.returncode == 2
+    assert "is not TOML" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("prompt", ["x", "-"])
+def test_standard_streams_that_are_closed(tiny_llama_dir: Path, closed: str, prompt: str) -> None:
+    command = shlex.join((*AIOINFER, "complete", prompt, "--model", str(tiny_llama_dir), "--max-tokens", "3"))
+    done = subprocess.run(
+        ["sh", "-c", f"{command} {closed}"], input=b"x", capture_output=True, check=False, timeout=60
+    )
+    no_prompt = prompt == "-" and "<" in closed
+    assert done.returncode == (2 if no_prompt else 0), done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_full_disk(tiny_llama_dir: Path) -> None:
+    words = (*AIOINFER, "complete", "x", "--model", str(tiny_llama_dir), "--max-tokens", "3")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "aioinfer: cannot write the output: No space left on device\n"
 
 
 def test_input_that_is_not_text(tiny_llama_dir: Path) -> None:

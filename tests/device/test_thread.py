@@ -127,6 +127,18 @@ async def test_a_device_that_cannot_be_opened_says_so_and_leaves_no_thread() -> 
     assert not any(t.name == "aioinfer-device" for t in threading.enumerate())
 
 
+async def test_a_device_whose_scope_cannot_be_entered_says_so_and_leaves_no_thread() -> None:
+    class Scopeless(CpuDevice):
+        def scope(self) -> Any:
+            raise ValueError("no such number of threads")
+
+    thread = DeviceThread(Scopeless, asyncio.get_running_loop())
+    with pytest.raises(ValueError, match="no such number"):
+        await thread.open()
+    await thread.aclose()
+    assert not any(thread.name == "aioinfer-device" for thread in threading.enumerate())
+
+
 def test_a_loop_that_was_closed_meanwhile_harms_nobody() -> None:
     go_on = threading.Event()
     threads = []

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from aioinfer import Engine
+from aioinfer.errors import ConfigError
 from tests.models.forward import assert_greedy_in_transformers, transformers_model
 from tests.tiny_llama import VOCAB_SIZE, write_tiny_llama
 
@@ -42,6 +43,13 @@ async def test_other_types_serve(tiny_llama_dir: Path, dtype: str) -> None:
         assert engine.info.dtype == dtype
         completion = await engine.generate([5] * 300, max_tokens=10, ignore_eos=True)
         assert completion.usage.completion_tokens == 10
+
+
+@pytest.mark.parametrize("num_tokens", [10**13, 10**25])
+async def test_a_kv_cache_that_no_memory_holds_is_refused(tiny_llama_dir: Path, num_tokens: int) -> None:
+    with pytest.raises(ConfigError, match="kv_cache_tokens: no memory for a KV cache"):
+        async with Engine(tiny_llama_dir, kv_cache_tokens=num_tokens):
+            raise AssertionError("opened")
 
 
 async def test_closing_gives_the_memory_back(tmp_path: Path) -> None:

@@ -242,8 +242,68 @@ async def test_cancelled_while_loading_leaves_nothing() -> None:
     assert set(threading.enumerate()) == threads
 
 
+@pytest.mark.parametrize("how", ["terminate", "aclose"])
+@pytest.mark.parametrize("stage", ["device", "weights", "text"])
+async def test_closed_while_loading_says_so_and_leaves_nothing(how: str, stage: str) -> None:
+    reached, release = threading.Event(), threading.Event()
+
+    def work() -> None:
+        reached.set()
+        release.wait(60)
+
+    class Slow(ScriptedEngine):
+        async def _load(self, device: Any, thread: Any, pool: Any) -> Any:
+            if stage != "device":
+                await (thread.submit(work) if stage == "weights" else pool.run(work))
+            return await super()._load(device, thread, pool)
+
+    before = process_state()
+    engine = Slow()
+    opening = asyncio.create_task(engine.__aenter__())
+    await asyncio.sleep(0)
+    while stage != "device" and not reached.is_set():
+        await asyncio.sleep(0)
+    closing = asyncio.create_task(engine.aclose())
+    if how == "terminate":
+        engine.terminate()
+    await asyncio.sleep(0)
+    release.set()
+    with pytest.raises(EngineClosed):
+        await opening
+    await closing
+    assert engine.state == "closed"
+    assert process_state() == before
+
+
+async def test_a_second_close_does_not_cut_the_first_short() -> None:
+    engine = ScriptedEngine()
+    await engine.__aenter__()
+    request = asyncio.create_task(engine.generate("x", max_tokens=300))
+    while engine.stats().num_running == 0:
+        await asyncio.sleep(0)
+    await asyncio.gather(engine.aclose(), engine.aclose())
+    assert (await request).finish_reason is FinishReason.LENGTH
+
+
+async def test_another_loop_cannot_close_it() -> None:
+    async with ScriptedEngine() as engine:
+        with pytest.raises(WrongLoop):
+            await asyncio.to_thread(asyncio.run, engine.aclose())
+        assert (await engine.generate("x", max_tokens=3)).usage.completion_tokens == 3
+    await asyncio.to_thread(asyncio.run, engine.aclose())
+
+
 def test_options_are_checked() -> None:
     with pytest.raises(ConfigError, match="max_num_seqs"):
         ScriptedEngine(max_num_seqs=0)
     with pytest.raises(ConfigError, match="unknown option 'max_seqs'; known are"):
         ScriptedEngine(max_seqs=1)
+    wrong: dict[str, Any] = {
+        "max_model_len": 1,  # no room for a prompt and a token
+        "kv_cache_tokens": 1,
+        "token_budget": 10**12,
+        "torch_threads": 10**12,
+    }
+    for option, value in wrong.items():
+        with pytest.raises(ConfigError, match=f"{option}: .*(greater|less) than or equal to"):
+            ScriptedEngine(**{option: value})

@@ -137,6 +137,11 @@ async def test_tokenize_and_detokenize() -> None:
         (lambda e: e.stream([1, -1]), InvalidRequest, "prompt[1]"),
         (lambda e: e.stream([1, 2.0]), InvalidRequest, "prompt[1]"),
         (lambda e: e.stream([True]), InvalidRequest, "prompt[0]"),
+        (lambda e: e.stream(None), InvalidRequest, "prompt"),
+        (lambda e: e.stream(b"abc"), InvalidRequest, "prompt"),
+        (lambda e: e.stream({1, 2}), InvalidRequest, "prompt"),
+        (lambda e: e.stream("x", {"max_tokens": 1}), InvalidRequest, "params"),
+        (lambda e: e.stream("x", temperature=10**400), InvalidRequest, "temperature"),
         (lambda e: e.stream("\ud800"), InvalidRequest, "prompt"),
         (lambda e: e.stream("x" * MAX_MODEL_LEN), PromptTooLong, "prompt"),
         (lambda e: e.stream([1] * MAX_MODEL_LEN), PromptTooLong, "prompt"),
@@ -241,6 +246,39 @@ async def test_awaiting_twice_gives_the_same_completion() -> None:
     async with ScriptedEngine() as engine:
         stream = engine.stream("x", max_tokens=5)
         assert await stream == await stream
+
+
+async def test_a_start_that_failed_fails_the_same_way_again() -> None:
+    async with ScriptedEngine() as engine:
+        stream = engine.stream("")
+        for _ in range(2):
+            with pytest.raises(InvalidRequest, match="prompt is empty"):
+                await stream
+
+
+async def test_a_second_reader_at_a_time_is_refused_and_the_first_reads_on() -> None:
+    async with ScriptedEngine() as engine, engine.stream("x", max_tokens=50) as stream:
+        engine.runner.gate.clear()
+        first = asyncio.create_task(read(stream))
+        await asyncio.sleep(0.01)
+        with pytest.raises(RuntimeError, match="one reader at a time"):
+            await anext(stream)
+        with pytest.raises(RuntimeError, match="one reader at a time"):
+            await stream
+        engine.runner.gate.set()
+        assert sum(len(delta.token_ids) for delta in await first) == 50
+
+
+async def test_a_reader_that_was_cancelled_makes_room_for_another() -> None:
+    async with ScriptedEngine() as engine, engine.stream("x", max_tokens=50) as stream:
+        engine.runner.gate.clear()
+        first = asyncio.create_task(anext(stream))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        second = asyncio.create_task(stream._collect())
+        await asyncio.sleep(0.01)
+        engine.runner.gate.set()
+        assert len((await second).token_ids) == 50
 
 
 async def test_too_many_waiting_are_refused_with_a_hint() -> None:

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from aioinfer.errors import InvalidRequest
 from aioinfer.server import parameters
-from aioinfer.server.schemas import ChatRequest, CompletionRequest, parse_json_object
+from aioinfer.server.schemas import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    ChatRequest,
+    CompletionRequest,
+    parse_json_object,
+)
 from tests.server.clients import CHAT_URL, COMPLETIONS_URL, HELLO, RawClient, Server, serving
 from tests.server.scripted_engine import ScriptedEngine
 
@@ -149,6 +155,29 @@ def test_large_wrong_values_are_shortened() -> None:
         with pytest.raises(InvalidRequest) as refusal:
             ChatRequest.parse({"messages": HELLO, field: value})
         assert len(str(refusal.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields", "param"),
+    [
+        (ChatRequest, {"messages": HELLO * (MAX_MESSAGES + 1)}, "messages"),
+        (
+            ChatRequest,
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * (MAX_PARTS + 1)}]},
+            "messages[0].content",
+        ),
+        (CompletionRequest, {"prompt": [1] * 1000 + [1.5]}, "prompt[1000]"),
+        (CompletionRequest, {"prompt": ["a", 1, None]}, "prompt[1]"),
+        (CompletionRequest, {"prompt": [None, 1]}, "prompt[0]"),
+        (CompletionRequest, {"prompt": [[1], [1, True]]}, "prompt[1][1]"),
+    ],
+)
+def test_the_place_is_named_and_counts_are_bounded(
+    schema: type[ChatRequest] | type[CompletionRequest], fields: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        schema.parse(fields)
+    assert refusal.value.param == param
 
 
 def test_json_with_a_byte_order_mark_is_refused() -> None:

@@ -14,7 +14,7 @@ import pytest
 from aioinfer import EngineState, FinishReason, SamplingParams
 from aioinfer.errors import ConsumerTooSlow, EngineFailed
 from aioinfer.server.service import SERVICE
-from tests.server.clients import HELLO, RawWebSocket, Server, serving
+from tests.server.clients import HELLO, RawClient, RawWebSocket, Server, serving
 from tests.server.scripted_engine import ScriptedEngine, ScriptedRequest
 
 if TYPE_CHECKING:
@@ -427,3 +427,19 @@ async def test_cancelling_one_blocked_generation_leaves_the_others() -> None:
                 text += message["text"]
         assert ends == {"a": "abort", "b": "stop"}
         assert text == "".join(second.texts)
+
+
+async def test_a_client_that_leaves_before_the_upgrade_is_no_error(
+    held: tuple[Server, Socket], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, _ = held
+    async with RawClient.connect(server.port) as client:
+        client.send(
+            b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        client.writer.write_eof()
+        assert await client.reader.read() == b""
+    await asyncio.sleep(0.05)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(server.app[SERVICE].sessions) == 1  # the fixture's own

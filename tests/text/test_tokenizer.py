@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
@@ -103,6 +104,35 @@ def test_a_limit_of_tokens_counts_special_ones(byte_level: Tokenizer) -> None:
     assert caught.value.param == "prompt"
     with pytest.raises(PromptTooLong, match=r"prompt\[1\] has 4 tokens"):
         byte_level.encode_batch(["xyz", "xyzx"], max_num_tokens=3)
+
+
+@pytest.mark.parametrize("text", ["1" * 1_000_000, " " * 1_000_000 + "1" * 1_000_000, "🌶" * 500_000])
+def test_a_text_that_is_far_too_long_is_not_encoded_whole(
+    smollm: Tokenizer, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[int] = []
+    encode = Tokenizer._encode
+
+    def counting(self: Tokenizer, texts: list[str], **options: bool) -> list[tokenizers.Encoding]:
+        encodings = encode(self, texts, **options)
+        encoded.append(sum(map(len, encodings)))
+        return encodings
+
+    monkeypatch.setattr(Tokenizer, "_encode", counting)
+    with pytest.raises(PromptTooLong, match="prompt has more than 1000 tokens") as caught:
+        smollm.encode(text, max_num_tokens=1000)
+    assert caught.value.param == "prompt"
+    assert sum(encoded) < 30_000
+
+
+@pytest.mark.parametrize(
+    "text", [" " * 50_000, "word " * 10_000, "a" * 50_000, "naïve 🌶 " * 5_000, "\n" * 50_000]
+)
+def test_a_long_text_that_fits_is_not_refused(smollm: Tokenizer, text: str) -> None:
+    token_ids = smollm.encode(text)
+    assert smollm.encode(text, max_num_tokens=len(token_ids)) == token_ids
+    with pytest.raises(PromptTooLong):
+        smollm.encode(text, max_num_tokens=len(token_ids) - 1)
 
 
 def test_what_is_no_text_is_refused(byte_level: Tokenizer) -> None:

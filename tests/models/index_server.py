@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 WHEEL_NAME = "tiny_model-1.0-py3-none-any.whl"
 MEMBER = "tiny_model/tiny.gguf"
-CONTENT = random.Random(0).randbytes(400_000)
+# Newer versions of pip write in pieces of a quarter of a megabyte and more.
+CONTENT = random.Random(0).randbytes(6_000_000)
 INFO = {
     "tiny_model-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n",
     "tiny_model-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
